@@ -25,7 +25,7 @@ from relaxion.model.actions import INFORMATION, MoveActions
 from relaxion.model.atom_policies import AtomGaussianPolicy, AtomPolicy, StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.card import CardResult, ModelCard
-from relaxion.model.policy_file import Network, PolicyFile, covers, described, policy_of, uncovered
+from relaxion.model.policy_file import Network, PolicyFile, described, policy_of, uncovered
 from relaxion.model.stiffness_network import StiffnessSettings
 from relaxion.policies import find_policy, known_policies, user_folder
 from relaxion.structures import Evaluation, Move, State, Structures
@@ -280,9 +280,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_covered() -> None:
     bundle = make_bundle()
-    assert covers(bundle, bulk("Cu").numbers)
-    assert covers(bundle, torch.tensor([13, 29, 13]))
-    assert not covers(bundle, [13, 79])
+    assert not uncovered(bundle, bulk("Cu").numbers)
+    assert not uncovered(bundle, torch.tensor([13, 29, 13]))
+    assert uncovered(bundle, [13, 79])
     assert uncovered(bundle, [79, 13, 28, 79]) == ("Ni", "Au")
     assert bundle.card.elements == ("Al", "Cu")  # in the order of the periodic table
     wider = replace(bundle, card=bundle.card.model_copy(update={"unseen": ("Au",)}))

@@ -152,22 +152,17 @@ class PolicyFile:
         return joined({role: network.weights for role, network in self.networks.items()})
 
 
-def uncovered(bundle: PolicyFile, atomic_numbers: Iterable[int]) -> tuple[str, ...]:
+def uncovered(bundle: PolicyFile, atomic_numbers: Iterable[int], *, adsorbates: bool = True) -> tuple[str, ...]:
     """Elements the policy does not cover, in the order of their numbers; empty: it covers all.
 
-    Adsorbates are covered as long as they are a small part of the atoms, as they were in training.
+    `adsorbates`: they are covered as long as they are a small part of the atoms, as they were in training.
     """
     counts = Counter(chemical_symbols[int(number)] for number in atomic_numbers)
     known = {symbol for symbol in counts if symbol in (*bundle.card.elements, *bundle.card.unseen)}
     adsorbed = {symbol: n for symbol, n in counts.items() if symbol in bundle.card.adsorbates and symbol not in known}
-    if sum(adsorbed.values()) <= MOST_ADSORBED * counts.total():
+    if adsorbates and sum(adsorbed.values()) <= MOST_ADSORBED * counts.total():
         known |= adsorbed.keys()
     return tuple(sorted(counts.keys() - known, key=numbers_of.__getitem__))
-
-
-def covers(bundle: PolicyFile, atomic_numbers: Iterable[int]) -> bool:
-    """Whether the policy was trained on every one of the elements."""
-    return not uncovered(bundle, atomic_numbers)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from relaxion.model.policy_file import PolicyFile, policy_of, uncovered
 from relaxion.model.roles import Policy
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import PolicyModel
-from relaxion.optimizer.hessian.internal_topology import in_vacuum, molecular_share
+from relaxion.optimizer.hessian.internal_topology import has_surface, in_vacuum, molecular_share
 from relaxion.optimizer.hessian.learned import TRUST, DirectMoves, LearnedHessians
 from relaxion.optimizer.safeguard import GATE, StepRule, rule_of
 from relaxion.optimizer.step import Stepper
@@ -75,7 +75,7 @@ class Decision:
     loaded: Loaded | None
     note: str = ""  # why the core, where somebody may have expected a policy
     loud: bool = True  # the note is a warning; "auto" promised no policy, so there it is information
-    sees_molecules: bool = False  # some atoms belong to molecules: their internal coordinates may make steps too
+    sees_molecules: bool = False  # internal coordinates of molecules on a surface are part of the policy's Hessian
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ class Decision:
     @property
     def key(self) -> str:
         """The same for structures that are relaxed in the same way."""
-        return f"{self.name} beside internal coordinates" if self.sees_molecules else self.name
+        return f"{self.name} joined with internal coordinates" if self.sees_molecules else self.name
 
 
 def new_stepper(
@@ -96,9 +96,11 @@ def new_stepper(
 ) -> Stepper:
     """The optimizer of one structure: guarded steps of the policy behind `policy_model`, or the classical core.
 
-    `sees_molecules`: beside a policy that may not know molecules, internal coordinates of theirs may make steps.
+    `sees_molecules`: internal coordinates of molecules become part of the policy's Hessian.
     """
-    return Stepper(settings, policy_model, rule, sees_molecules=sees_molecules or policy_model is None)
+    settings = settings or ClassicalSettings()
+    internal = settings.internal and (sees_molecules or policy_model is None)
+    return Stepper(replace(settings, internal=internal), policy_model, rule)
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class Chooser:
         """
         where = device_of(device)
         self.allow_unseen = allow_unseen
+        self._potential = str(details_of(calculator)["name"]).lower()
         self._broken = ""
         self._candidates = list[Loaded]()
         self._automatic = policy == "auto"
@@ -178,16 +181,16 @@ class Chooser:
         """Who shall relax these atoms."""
         periodic = bool(atoms.pbc.any())
         share = molecular_share(atoms)
-        return self.decide(
-            atoms.numbers.tolist(), periodic=periodic, molecules=share, alone=share == 1 and in_vacuum(atoms)
-        )
+        alone = share == 1 and in_vacuum(atoms)
+        adsorbed = 0 < share < 1 and has_surface(atoms)
+        return self.decide(atoms.numbers.tolist(), periodic=periodic, alone=alone, adsorbed=adsorbed)
 
     def decide(
-        self, atomic_numbers: Collection[int], *, periodic: bool, molecules: float = 0.0, alone: bool = False
+        self, atomic_numbers: Collection[int], *, periodic: bool, alone: bool = False, adsorbed: bool = False
     ) -> Decision:
         """Who shall relax these atoms: the one that was trained on all their elements, or, if insisted on, on most.
 
-        `molecules`: the share of atoms that belong to molecules; `alone`: they are all there is, and not a crystal.
+        `alone`: they are molecules, and not a crystal; `adsorbed`: some are molecules on a surface.
         """
         for loaded in self._learned:
             source = loaded.bundle.card.learned_from
@@ -195,7 +198,7 @@ class Chooser:
             known = {numbers_of[symbol] for symbol in source.elements} if source is not None else set()
             fits = known.issuperset(atomic_numbers) and card.periodic in (None, periodic)
             if fits and not (alone and leaves_molecules(card)):
-                return Decision(loaded, sees_molecules=0 < molecules < 1)
+                return Decision(loaded, sees_molecules=adsorbed and not card.adsorbates)
         if not self._candidates:
             return Decision(None, self._broken)
         if 0 in atomic_numbers:
@@ -207,15 +210,21 @@ class Chooser:
             why = f"policy {name} is for structures that are {BODIES[not periodic]}, so the classical optimizer is used"
             return Decision(None, why, loud=not self._automatic)
         candidates = for_such or self._candidates
-        nearest = min(candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
-        missing = ", ".join(uncovered(nearest.bundle, atomic_numbers))
+
+        def missing_in(loaded: Loaded) -> tuple[str, ...]:
+            """Molecules that a policy met with one potential, as adsorbates, are not those of others."""
+            known = self._potential in loaded.bundle.card.potential.lower().split()
+            return uncovered(loaded.bundle, atomic_numbers, adsorbates=known or not (self._automatic and adsorbed))
+
+        nearest = min(candidates, key=lambda loaded: len(missing_in(loaded)))
+        missing = ", ".join(missing_in(nearest))
         card = nearest.bundle.card
         leaves = self._automatic and alone and leaves_molecules(card)
         if leaves and (card.adsorbates or not missing):  # else the elements that are missing are the better reason
             why = "no shipped policy covers molecules, so the classical optimizer is used"
             return Decision(None, why, loud=False)
         if not missing or self.allow_unseen:
-            return Decision(nearest, sees_molecules=self._automatic and 0 < molecules < 1)
+            return Decision(nearest, sees_molecules=self._automatic and adsorbed and not card.adsorbates)
         if self._automatic and (other := self._for_other_bodies(atomic_numbers, periodic)) is not None:
             why = f"the policy {other.bundle.name} is for structures that are {BODIES[not periodic]}"
             return Decision(None, f"{why}, so the classical optimizer is used", loud=False)
@@ -238,7 +247,7 @@ def leaves_molecules(card: ModelCard) -> bool:
     """Whether "auto" leaves molecules by themselves, in a periodic box or not, to the classical optimizer.
 
     Internal coordinates are better than policies that were not made for molecules, whatever those learned from them.
-    Where something else is there too (a molecule on a surface), both take part (`Guard`).
+    On a surface they are part of the policy's Hessian (`JoinedHessian`).
     """
     return card.periodic is not False
 

@@ -48,7 +48,7 @@ class ClassicalSettings:
     region: TrustRegionSettings = field(default_factory=TrustRegionSettings)
     use_springs: bool = True
     internal: bool = True
-    """Molecules have internal coordinates; False: springs everywhere."""
+    """Molecules have internal coordinates, also within a policy's Hessian; False: none have."""
 
 
 def candidates(

@@ -29,7 +29,6 @@ from relaxion.optimizer.hessian.base import (
     Past,
     PolicyModel,
     Scaled,
-    Secant,
     Secants,
     believed,
     missed,
@@ -137,23 +136,16 @@ class Safeguard:
     most_classical_steps = 15  # of the classical optimizer after several bad steps in a row
     smallest_cosine = 0.0  # between the policy's step and the springs'; below it the classical optimizer steps
     largest_ratio = 30.0  # of the two steps' lengths, either way, likewise
-    molecules_bonus = 0.7  # internal coordinates step unless the policy's error is below this share of theirs
     softest = 0.2  # eV/Å²: no step is longer than if everything were as soft, so small forces lead to small steps
     # The Hessian is scaled by the curvature of the last two steps, both taken in full, if both times it was at least
     # this many times larger, or smaller, than its own: the policy may come from a softer potential.
     another_scale = 1.5
 
     def __init__(
-        self,
-        classical: ClassicalSettings,
-        policy: PolicyModel | None = None,
-        rule: StepRule | None = None,
-        *,
-        sees_molecules: bool = True,
+        self, classical: ClassicalSettings, policy: PolicyModel | None = None, rule: StepRule | None = None
     ) -> None:
-        """`sees_molecules`: internal coordinates may make steps too, where there are molecules."""
         self.classical = classical
-        self.models = Models(policy, internal=classical.internal and sees_molecules)
+        self.models = Models(policy, internal=classical.internal)
         self.rule = rule or DEFAULT
         self.policy_steps = 0  # made by the policy
         self.classical_steps = 0  # made by the classical optimizer in place of a policy
@@ -236,8 +228,6 @@ class Safeguard:
         if hessians.learned is None or hessians.springs is None:
             return hessians.not_learned or "the policy does not apply here"
         judged = secants.recent[-JUDGED_SECANTS:]
-        if reason := self._left_to_molecules(hessians, judged):
-            return reason
         hessian = hessians.learned
         self._scale = self._measured_scale() if hessian.has_curvature else 1.0
         if self._scale != 1:
@@ -265,21 +255,6 @@ class Safeguard:
             reason=f"error {error:.2f}, corrected by {len(used)} secants" if secants.recent else "first step",
             control=rule.as_factors(),
         )
-
-    def _left_to_molecules(self, hessians: Hessians, judged: list[Secant]) -> str:
-        """Why internal coordinates make the step where there are molecules; empty where the policy does.
-
-        They make the first; afterwards the model that misses less of the last steps makes the next.
-        """
-        if hessians.internal is None or hessians.learned is None:
-            return ""
-        if not judged:
-            return "molecules: internal coordinates make the first step"
-        ours = missed(judged, hessians.learned.apply)
-        theirs = missed(judged, hessians.internal.apply)
-        if self.molecules_bonus * theirs <= ours:
-            return f"internal coordinates miss {theirs:.2f} of the last steps, the policy {ours:.2f}"
-        return ""
 
     def _mistrust(self, base: Point, step: Array, springs: Hessian) -> str:
         """Why the policy's step is not taken here; empty where it is."""

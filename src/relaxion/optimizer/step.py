@@ -120,19 +120,11 @@ class Stepper:
     """The memory of one relaxation; switches to FIRE when quasi-Newton steps have lost their way."""
 
     def __init__(
-        self,
-        settings: ClassicalSettings | None = None,
-        policy: PolicyModel | None = None,
-        rule: StepRule | None = None,
-        *,
-        sees_molecules: bool = True,
+        self, settings: ClassicalSettings | None = None, policy: PolicyModel | None = None, rule: StepRule | None = None
     ) -> None:
-        """`policy`, `rule`: a learned model and how steps are made of it; None: the classical optimizer alone.
-
-        `sees_molecules`: internal coordinates may make steps where there are molecules.
-        """
+        """`policy`, `rule`: a learned model and how steps are made of it; None: the classical optimizer alone."""
         self.settings = settings or ClassicalSettings()
-        self.safeguard = Safeguard(self.settings, policy, rule, sees_molecules=sees_molecules)
+        self.safeguard = Safeguard(self.settings, policy, rule)
         self.fire_steps = 0  # proposals made by FIRE
         self.calls = 0  # points judged
         self.not_finite: list[str] = []  # what was not, in the last answers in a row
@@ -220,7 +212,9 @@ class Stepper:
                 self.secants.internal.pairs = []
             elif proposal.uphill and candidate.method != self.safeguard.method:
                 self.secants.recent = []
-            blocked = candidate.method == INTERNAL and _is_blocked(proposal)
+            wanted = proposal.step if proposal.wanted is None else proposal.wanted
+            stopped = base.reach(proposal.step) <= BLOCKED * base.reach(wanted)
+            blocked = candidate.method == INTERNAL and stopped
             if candidate.method not in (self.safeguard.method, INTERNAL) or blocked:
                 self.secants.internal = None
             if not blocked:
@@ -289,11 +283,6 @@ class Stepper:
         if plain["fire"] is not None:
             self.fire = Fire(self.settings.region.largest)
             self.fire.restore(plain["fire"])
-
-
-def _is_blocked(proposal: Proposal) -> bool:
-    wanted = proposal.step if proposal.wanted is None else proposal.wanted
-    return proposal.base.reach(proposal.step) <= BLOCKED * proposal.base.reach(wanted)
 
 
 def _check_geometry(geometry: Geometry, n_rows: int) -> None:

@@ -161,7 +161,7 @@ class CheapModel:
     def stepper(self, settings: ClassicalSettings, policy: PolicyModel | None) -> Stepper:
         """Steps planned here, under the safeguard; classical ones where a plan was bad."""
         self._policy = policy
-        self._stepper = Stepper(settings, self, self._rule, sees_molecules=False)
+        self._stepper = Stepper(replace(settings, internal=False), self, self._rule)
         return self._stepper
 
     @property

@@ -17,6 +17,7 @@ from ase.constraints import FixAtoms
 
 from relaxion import Relaxer
 from relaxion.errors import PolicyError, SettingsError, StructureError
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Hessian, Secant, believed, corrected, damped, hessians_at, missed
 from relaxion.optimizer.point import Geometry, Point, Proposal, dot, read_point
 from relaxion.optimizer.safeguard import (
@@ -102,7 +103,7 @@ def calls(atoms: Atoms, chain: Stepper, fmax: float = FMAX) -> int:
 
 
 def guarded(source, rule: StepRule | None = None, *, credulous: bool = False) -> tuple[Stepper, Safeguard]:
-    stepper = Stepper(None, Source(source), rule, sees_molecules=False)
+    stepper = Stepper(ClassicalSettings(internal=False), Source(source), rule)
     if credulous:
         stepper.safeguard.smallest_cosine = -1.0
         stepper.safeguard.largest_ratio = 1e9

@@ -13,9 +13,11 @@ from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, relax_batch
 from relaxion.apps.comparison import find_set
+from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.optimizer import trust_region
-from relaxion.optimizer.choice import CORE, Chooser, new_stepper
+from relaxion.optimizer.choice import CORE, Chooser, load, new_stepper
 from relaxion.optimizer.classical import ClassicalSettings
+from relaxion.optimizer.hessian.internal import JoinedHessian
 from relaxion.optimizer.hessian.internal_topology import molecular_share
 from relaxion.optimizer.point import read_point
 from relaxion.optimizer.step import propose
@@ -108,29 +110,53 @@ def test_a_molecule_on_a_metal():
     assert optimizer.history[1].method == "internal"
 
 
-def test_policy_and_internal_coordinates_share_molecules_on_metals():
+def carbon_monoxide_on_copper() -> Atoms:
     slab = fcc111("Cu", (2, 2, 2), vacuum=6, periodic=True)
     x, y, z = slab.positions[-1]
-    molecular, atomic = slab + Atoms("CO", [(x, y, z + 1.8), (x, y, z + 2.95)]), slab + Atoms("O", [(x, y, z + 1.8)])
+    both = slab + Atoms("CO", [(x, y, z + 1.8), (x, y, z + 2.95)])
+    both.set_constraint(FixAtoms(range(4)))
+    return both
+
+
+def test_auto_on_surfaces_asks_who_taught_a_policy_its_adsorbates():
+    molecular = carbon_monoxide_on_copper()
+    atomic = molecular[:-1]
     assert molecular_share(molecular) == 0.2
     assert molecular_share(atomic) == 0
-    chooser = Chooser("auto")
-    assert [chooser.decide_for(atoms).name for atoms in (molecular, atomic, slab)] == ["metals"] * 3
-    assert [chooser.decide_for(atoms).sees_molecules for atoms in (molecular, atomic, slab)] == [True, False, False]
-    molecular.set_constraint(FixAtoms(range(4)))
-    molecular.calc = EMT()
-    molecular.rattle(0.05, seed=1)
-    start = molecular.copy()
-    start.calc = EMT()
-    optimizer = Relaxer(molecular, logfile=None)
-    assert optimizer.run(fmax=0.05)
-    methods = [entry.method for entry in optimizer.history]
-    assert methods[1] == "internal"  # the first step, before anything is known
-    assert "policy" in methods
-    assert optimizer.force_calls < 0.7 * relaxed(start).force_calls
-    assert optimizer.policy_steps == methods.count("policy")
-    assert Chooser("auto").decide_for(molecule("CO", cell=[8, 8, 8], pbc=True)).name == CORE
-    assert Chooser("metals").decide_for(molecular).name == "metals"  # who names it gets it
+    taught = Chooser("auto", calculator=EMT())
+    assert [taught.decide_for(atoms).name for atoms in (molecular, atomic, atomic[:-1])] == ["metals"] * 3
+    assert not taught.decide_for(molecular).sees_molecules  # EMT's molecules are no others'
+    others = Chooser("auto", calculator=MorsePotential())
+    assert [others.decide_for(atoms).name for atoms in (molecular, atomic, atomic[:-1])] == [
+        "universal",
+        *["metals"] * 2,
+    ]
+    assert [others.decide_for(atoms).sees_molecules for atoms in (molecular, atomic)] == [True, False]
+    crystal = Atoms("CsCN", [[0, 0, 0], [2.7, 2.7, 2.7], [2.7, 2.7, 3.85]], cell=[5.4, 5.4, 5.4], pbc=True)
+    assert 0 < molecular_share(crystal) < 1
+    assert not others.decide_for(crystal).sees_molecules
+    molecular.pbc = False
+    assert others.decide_for(molecular).name == CORE  # no policy of clusters knows them
+    assert others.decide_for(molecule("CO", cell=[8, 8, 8], pbc=True)).name == CORE
+    assert Chooser("metals", calculator=MorsePotential()).decide_for(molecular).name == "metals"  # who names it gets it
+
+
+@pytest.mark.parametrize("sees_molecules", [False, True])
+def test_a_policy_relaxes_molecules_on_metals(sees_molecules):
+    """By `metals`, which EMT taught, and by `universal` joined with internal coordinates."""
+    loaded = load("universal" if sees_molecules else "metals")
+    start = carbon_monoxide_on_copper()
+    start.rattle(0.05, seed=1)
+    stepper = new_stepper(policy_model=loaded.insisted, rule=loaded.rule, sees_molecules=sees_molecules)
+    batch = BatchRelaxer("emt", BatchSettings(), lambda _: ("named", stepper))
+    batch.add(start)
+    found = list(batch.advance())
+    while batch.n_running:
+        assert isinstance(stepper.known[1].learned, JoinedHessian) == sees_molecules
+        found += batch.advance()
+    assert found[0].converged
+    assert found[0].policy_steps > 0.5 * found[0].force_calls
+    assert sees_molecules or found[0].force_calls < 0.7 * relaxed(start.copy()).force_calls
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ from relaxion.optimizer.hessian.internal import (
     LARGEST_DENSE,
     InternalHessian,
     InternalSecants,
+    JoinedHessian,
     along_internals,
     internal_at,
     moved,
 )
 from relaxion.optimizer.hessian.internal_coordinates import constants_of, difference, factors_of, values_at
 from relaxion.optimizer.hessian.internal_topology import Topology, bonds_in, topology_of
-from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
+from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of, springs_at
 from relaxion.optimizer.point import Geometry, Point, longest
 from relaxion.optimizer.step import propose
 
@@ -102,7 +103,7 @@ def test_a_bend_is_smooth_through_a_straight_line(name):
     step = np.zeros((len(atoms), 3))
     step[0] = [0.1, 0, 0]
     there, back = (values_at(found, moved(place, sign * step)).q for sign in (1, -1))
-    bends = slice(found.n_bonds, found.size)
+    bends = slice(found.n_bonds, None)
     assert np.abs(there[bends]).max() > 0.05
     assert np.allclose(there[bends], -back[bends], atol=1e-10)
     assert np.isfinite(model(place).solve(np.ones((len(atoms), 3)))).all()
@@ -214,6 +215,46 @@ def test_a_curved_step_turns_a_methyl_group_without_stretching_it():
     assert longest(along_internals(stiffness, straight, 0.1)) == pytest.approx(0.1)
 
 
+def test_a_molecule_that_may_not_move_leaves_everything_to_the_other_model():
+    slab = fcc111("Pt", (2, 2, 2), vacuum=5, periodic=True)
+    place = geometry(slab + Atoms("CO", slab.positions[-1] + [[0, 0, 1.9], [0, 0, 3.05]]), fixed=(0, 1, 2, 3, 8, 9))
+    (other,) = springs_at([place], SpringSettings())
+    joined = JoinedHessian(other, model(place))
+    forces = np.random.default_rng(0).normal(size=place.free.shape) * place.free
+    assert np.allclose(joined.solve(forces, 0.3), other.solve(forces, 0.3))
+    assert np.allclose(joined.apply(forces), other.apply(forces))
+
+
+@pytest.mark.parametrize("factor", [0.0, 6.0], ids=["fixed cell", "free cell"])
+@pytest.mark.parametrize("name", ["CO", "H2O", "CH3OH", "C2H2"])
+def test_a_joined_hessian_takes_deformations_from_one_model_and_the_rest_from_the_other(name, factor):
+    slab = fcc111("Pt", (2, 2, 2), vacuum=5, periodic=True)
+    guest = rattled(name)
+    guest.positions += slab.positions[-1] + [0.3, 0.2, 2.2] - guest.positions.min(axis=0)
+    place = geometry(slab + guest, factor, fixed=(0, 1, 2, 3))
+    (other,) = springs_at([place], SpringSettings())
+    internal = model(place)
+    joined = JoinedHessian(other, internal)
+    shape = place.free.shape
+    free = place.free.ravel()
+    columns = [joined.apply(column.reshape(shape)).ravel() for column in np.diag(free.astype(float))]
+    matrix = np.stack(columns)[np.ix_(free, free)]
+    assert np.allclose(matrix, matrix.T)
+    assert np.linalg.eigvalsh(matrix).min() > 0.01
+    forces = np.random.default_rng(0).normal(size=shape) * place.free
+    for shift in (0.0, 0.7, 0.0):
+        step = joined.solve(forces, shift)
+        assert np.allclose(joined.apply(step) + shift * step, forces)
+    stretch = (
+        internal.slopes[[0]].toarray().reshape(shape)
+    )  # of the first bond: more than internal.matrix has by springs
+    by_rule = (internal.slopes @ stretch.ravel()) ** 2 @ internal.constants
+    assert np.sum(stretch * joined.apply(stretch)) == pytest.approx(by_rule + 0.1 * np.sum(stretch**2), rel=1e-6)
+    shifted = np.zeros(shape)
+    shifted[len(slab) : len(slab) + len(guest)] = [0.1, -0.2, 0.3]
+    assert np.sum(shifted * joined.apply(shifted)) == pytest.approx(np.sum(shifted * other.apply(shifted)))
+
+
 class Planted:
     """A molecule whose energy is a sum over its valence coordinates: quadratic, but for torsions with three minima."""
 
@@ -222,7 +263,7 @@ class Planted:
         self.topology = topology(place)
         values = values_at(self.topology, place)
         random = np.random.default_rng(seed)
-        spread = random.uniform(0.5, 2.0, self.topology.size)
+        spread = random.uniform(0.5, 2.0, len(values.q))
         by_rule = constants_of(self.topology, place, values.vectors)
         self.k = scale * spread * by_rule * factors_of(self.topology)
         self.q = values.q

@@ -9,7 +9,7 @@ import torch
 
 from relaxion.errors import SettingsError
 from relaxion.files import Stored, digest
-from relaxion.model.policy_file import covers, uncovered
+from relaxion.model.policy_file import uncovered
 from relaxion.optimizer.choice import load
 from relaxion.train.data.starts import KINDS
 from relaxion.train.runs.loop import train
@@ -120,8 +120,9 @@ def test_it_becomes_a_bundle_that_relaxes(finished, tmp_path):
     assert bundle.card.policy_result.mean_force_calls == pytest.approx(result.final_force_calls_mean)
     assert [row.optimizer for row in bundle.card.results] == ["policy", "classical core", "BFGS", "FIRE"]
     assert bundle.card.environment_steps == result.training_force_calls
-    assert covers(bundle, [29, 79])
-    assert covers(bundle, [29] * 11 + [8])
+    assert not uncovered(bundle, [29, 79])
+    assert not uncovered(bundle, [29] * 11 + [8])
+    assert uncovered(bundle, [29] * 11 + [8], adsorbates=False) == ("O",)
     assert uncovered(bundle, [29, 8]) == ("O",)  # an oxide is no metal with an adsorbate
     assert uncovered(bundle, [29, 1, 6, 7]) == ("H", "C", "N")  # few of each, many together
     bundle.write(tmp_path / "few.safetensors")

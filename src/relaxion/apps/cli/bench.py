@@ -177,7 +177,8 @@ def _start(image: Atoms, disturb: Perturbation | None, seed: int, index: int) ->
 
 def _policies_used(request: BenchRequest, starts: ContestStarts) -> dict[str, int]:
     """How many of the structures each policy relaxes; one line where elements leave some of them to the core."""
-    chooser = Chooser(policy_argument(request.policy), allow_unseen=request.allow_unseen)
+    asked = policy_argument(request.policy)
+    chooser = Chooser(asked, allow_unseen=request.allow_unseen, calculator=starts.potential)
     decisions = [chooser.decide_for(atoms) for atoms in starts.images]
     notes = [decision.note for decision in decisions if decision.note]
     if notes and not request.quiet:

@@ -16,7 +16,7 @@ import torch
 
 from relaxion.errors import StructureError
 from relaxion.model.stiffness import SPRINGS
-from relaxion.optimizer.hessian.internal import InternalHessian, internal_at
+from relaxion.optimizer.hessian.internal import InternalHessian, JoinedHessian, internal_at
 from relaxion.optimizer.hessian.internal_topology import Topology
 from relaxion.optimizer.hessian.springs import Bonds, SpringHessian, bonds_of, radii_scale, springs_at
 from relaxion.optimizer.point import Array, Geometry, Point, dot, longest, structures_of
@@ -301,7 +301,7 @@ class Hessians:
     bonds: Bonds | None = None
     springs: SpringHessian | None = None
     internal: InternalHessian | None = None  # None: nothing is a molecule, or nobody asked
-    learned: Hessian | None = None
+    learned: Hessian | None = None  # joined with internal coordinates where both apply
     not_learned: str = ""  # why a policy has none
 
 
@@ -365,8 +365,9 @@ def _of_group(bases: Sequence[Base], models: Sequence[Models], known: KnownPairs
             internal = internal_at(base.geometry, bonds[number], base.topology, SPRINGS)
         if isinstance(answer, str):
             result.append(Hessians(screening[number], base.springs, internal, None, answer))
-        else:
-            result.append(Hessians(screening[number], base.springs, internal, answer))
+            continue
+        joined = answer if internal is None or not answer.has_curvature else JoinedHessian(answer, internal)
+        result.append(Hessians(screening[number], base.springs, internal, joined))
     return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
@@ -46,7 +46,11 @@ from relaxion.optimizer.hessian.springs import (
 from relaxion.optimizer.point import Array, Geometry, Point, longest, structures_of
 from relaxion.structures.state import Pairs
 
+if TYPE_CHECKING:
+    from relaxion.optimizer.hessian.base import Hessian
+
 LARGEST_DENSE = 250  # coordinates; above it a sparse factorisation is quicker, since molecules are mostly chains
+INDEPENDENT = 1e-3  # of the largest eigenvalue of GᵀG; below it nothing deforms a molecule, as where it is fixed
 CARTESIAN = 0.1  # c, 1/Å: weight of x among internal coordinates; it speaks where none of them does
 
 
@@ -137,6 +141,51 @@ class InternalHessian(Place):
         return factor.solve(right).reshape(forces.shape)
 
 
+class JoinedHessian:
+    """Internal coordinates for what deforms molecules, another model A for everything else, in one Hessian.
+
+    With P the projector on the changes of internal coordinates, B = (1 - P)·A·(1 - P) + Gᵀ·diag(k)·G + floor·P. It is
+    positive definite, as A is. Molecules move and turn as a whole, and bind to what is around them, as A says.
+    """
+
+    has_curvature = True
+
+    def __init__(self, other: Hessian, internal: InternalHessian) -> None:
+        """`other`: A, in the same coordinates."""
+        self.other = other
+        slopes: Any = internal.slopes
+        touched = np.unique(slopes.indices)
+        among = slopes[:, touched].toarray()
+        sizes, directions = np.linalg.eigh(among.T @ among)
+        directions = directions[:, sizes > INDEPENDENT * sizes.max(initial=1.0)]
+        self._basis = np.zeros((slopes.shape[1], directions.shape[1]))  # P = basis·basisᵀ
+        self._basis[touched] = directions
+        changes = among @ directions
+        self._stiffness = changes.T @ (internal.constants[:, None] * changes)
+        self._stiffness += MOLECULE_FLOOR * np.eye(len(self._stiffness))
+        self._answers: dict[float, Array] = {}  # of A to the basis, by shift
+
+    def apply(self, step: Array) -> Array:
+        """B·u."""
+        basis = self._basis
+        inside = basis.T @ step.ravel()
+        rest = self.other.apply(step - (basis @ inside).reshape(step.shape)).ravel()
+        return (rest + basis @ (self._stiffness @ inside - basis.T @ rest)).reshape(step.shape)
+
+    def solve(self, forces: Array, shift: float = 0.0) -> Array:
+        """(B + shift·1)⁻¹·f: A's answer among the steps that deform no molecule, and that of the molecules."""
+        basis = self._basis
+        if shift not in self._answers:
+            columns = [self.other.solve(column.reshape(forces.shape), shift).ravel() for column in basis.T]
+            self._answers[shift] = np.array(columns).reshape(basis.T.shape).T
+        answers = self._answers[shift]
+        inside = basis.T @ forces.ravel()
+        rest = self.other.solve(forces - (basis @ inside).reshape(forces.shape), shift).ravel()
+        rest -= answers @ np.linalg.solve(basis.T @ answers, basis.T @ rest)
+        own = np.linalg.solve(self._stiffness + shift * np.eye(len(inside)), inside)
+        return (rest + basis @ own).reshape(forces.shape)
+
+
 def _floors(topology: Topology, geometry: Geometry, springs: SpringSettings) -> Array:
     floors = np.full(geometry.free.shape, springs.floor)
     floors[: geometry.n_atoms][topology.members] = MOLECULE_FLOOR
@@ -206,7 +255,7 @@ def internal_at(
     if not bonds:
         return None
     topology = known
-    if known is None or not known.has(bonds) or not still_fits(known, geometry):
+    if known is None or known.made_of != bonds or not still_fits(known, geometry):
         topology = topology_of(geometry, bonds)
     if topology is None:
         return None
@@ -260,7 +309,9 @@ def _correction(place: Place, step: Array, found: Array) -> Array | None:
     geometry = place.geometry
     here = Place(topology, moved(geometry, found))
     missing = place.slopes @ step.ravel() - difference(topology, here.values.q, place.values.q)
-    weighted = here.slopes.T @ scipy.sparse.diags_array(weights_of(topology))
+    counts = (topology.n_bonds, len(topology.bends), 2 * len(topology.straight), len(topology.torsions))
+    weights = np.repeat(WEIGHTS, (*counts, len(topology.wags)))
+    weighted = here.slopes.T @ scipy.sparse.diags_array(weights)
     matrix = weighted @ here.slopes
     floor = CARTESIAN_WEIGHT * scipy.sparse.eye_array(matrix.shape[0])
     right = weighted @ missing + CARTESIAN_WEIGHT * (step - found).ravel()
@@ -268,11 +319,6 @@ def _correction(place: Place, step: Array, found: Array) -> Array | None:
         return Factor(matrix + floor).solve(right).reshape(step.shape) * geometry.free
     except (np.linalg.LinAlgError, RuntimeError):  # SuperLU's singular matrix
         return None
-
-
-def weights_of(topology: Topology) -> Array:
-    counts = (topology.n_bonds, len(topology.bends), 2 * len(topology.straight), len(topology.torsions))
-    return np.repeat(WEIGHTS, (*counts, len(topology.wags)))
 
 
 MOST_NUMBERS = 60_000  # coordinates times secants remembered
@@ -368,15 +414,11 @@ def _point_to_plain(point: Point) -> dict[str, Any]:
 
 
 def _point(plain: dict[str, Any], like: Point) -> Point:
-    if _same(plain, like):  # the last base is one object here and there, as it was
-        return like
     assert like.geometry is not None
     coordinates, forces = (np.asarray(plain[k], dtype=np.float64).reshape(-1, 3) for k in ("coordinates", "forces"))
+    if np.array_equal(coordinates, like.coordinates):  # the last base is one object here and there, as it was
+        return like
     return Point(coordinates, forces, float(plain["energy"]), _geometry(plain, like.geometry))
-
-
-def _same(plain: dict[str, Any], point: Point) -> bool:
-    return np.array_equal(np.asarray(plain["coordinates"]), point.coordinates)
 
 
 def _geometry(plain: dict[str, Any], like: Geometry) -> Geometry:

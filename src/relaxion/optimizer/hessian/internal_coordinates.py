@@ -15,7 +15,6 @@ import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -163,11 +162,6 @@ def _wags(vectors: Array) -> tuple[Array, Array]:
     values = _dot(units, crosses)  # (n, 3), three times the same
     slopes = (crosses - values[..., None] * units) / lengths[..., None]
     return values[:, 0], slopes
-
-
-def dense(matrix: Any) -> Array:
-    """A sparse matrix as an array."""
-    return np.asarray(matrix.toarray())
 
 
 LENGTHS = np.array([[1.35, 2.10, 2.53], [2.10, 2.87, 3.40], [2.53, 3.40, 3.40]]) * Bohr  # R by periods 1, 2, ≥ 3

@@ -33,6 +33,7 @@ TOO_LINEAR = np.cos(np.radians(173))  # here an ordinary bend or torsion has bec
 NOT_LINEAR = np.cos(np.radians(145))  # and here the perpendicular ones
 TURNED = 0.5  # largest cosine between a perpendicular bend's direction and its axis
 LONGEST_AXIS = 12  # atoms in a straight chain that a torsion looks across
+SMALLEST_GAP = 6.0  # Å between layers of atoms, at a surface
 LARGEST_VOLUME = 25.0  # Å³ per atom of a molecular crystal; ice has 11, benzene 10
 
 
@@ -66,17 +67,8 @@ class Topology:
     torsions: Indices  # (n_torsions, 3)
     wags: Indices  # (n_wags, 3): out of the plane of three neighbours
     members: NDArray[np.bool_]  # (n_atoms,) in a molecule
-    made_of: frozenset[tuple[int, ...]]  # atoms and shift of each bond
+    made_of: frozenset[tuple[int, ...]]  # atoms and shift of each bond, those outside molecules included
     made_at: Geometry
-
-    @property
-    def size(self) -> int:
-        """How many coordinates."""
-        return self.n_bonds + len(self.bends) + 2 * len(self.straight) + len(self.torsions) + len(self.wags)
-
-    def has(self, bonds: set[tuple[int, ...]]) -> bool:
-        """Whether these are the bonds it was made of, those outside molecules included."""
-        return bonds == self.made_of
 
 
 def bonds_in(geometry: Geometry, pairs: Bonds, known: Topology | None) -> set[tuple[int, ...]]:
@@ -121,11 +113,8 @@ def _keys(geometry: Geometry, pairs: Bonds, rows: Indices) -> list[tuple[int, ..
     turned |= (first == second) & (shifts @ [1 << 20, 1 << 10, 1] < 0)
     low = np.where(turned, second, first)
     high = np.where(turned, first, second)
-    return _rows(low, high, np.where(turned[:, None], -shifts, shifts))
-
-
-def _rows(first: Indices, second: Indices, shifts: Indices) -> list[tuple[int, ...]]:
-    return [tuple(row) for row in np.column_stack([first, second, shifts]).tolist()]
+    rows = np.column_stack([low, high, np.where(turned[:, None], -shifts, shifts)])
+    return [tuple(row) for row in rows.tolist()]
 
 
 def topology_of(geometry: Geometry, bonds: set[tuple[int, ...]]) -> Topology | None:
@@ -337,6 +326,14 @@ def still_fits(topology: Topology, geometry: Geometry) -> bool:
 def in_vacuum(atoms: Atoms) -> bool:
     """Whether there is more room than a crystal has: a periodic box is often only what a code asks for."""
     return not atoms.pbc.all() or atoms.cell.volume > LARGEST_VOLUME * len(atoms)
+
+
+def has_surface(atoms: Atoms) -> bool:
+    """Whether some direction is not periodic, or has a gap between atoms that no crystal has."""
+    inverse = np.linalg.pinv(atoms.cell.array)
+    places = np.sort((atoms.positions @ inverse) % 1, axis=0)
+    gaps = np.diff(places, axis=0, append=places[:1] + 1) / np.maximum(np.linalg.norm(inverse, axis=0), 1e-9)
+    return not atoms.pbc.all() or bool((gaps > SMALLEST_GAP).any())
 
 
 def molecular_share(atoms: Atoms) -> float:

@@ -187,7 +187,8 @@ class DirectMoves(_Source):
         for one, rows, strain in zip(bases, displacements, strains, strict=True):
             geometry = one.geometry
             step = np.concatenate([rows, geometry.cell_factor * strain]) if geometry.cell_factor else rows
-            result.append(DirectMove(one.point.forces, np.asarray(step * geometry.free), _springs_of(one)))
+            assert one.springs is not None  # drawn before policies are asked
+            result.append(DirectMove(one.point.forces, np.asarray(step * geometry.free), one.springs))
         return result
 
     def _states(self, bases: Sequence[Base], structures: Structures) -> State:
@@ -214,11 +215,6 @@ def _history(base: Base) -> tuple[Move, Array]:
         forces = past.forces
     strain = step[n_atoms:] / geometry.cell_factor if geometry.cell_factor else np.zeros((3, 3))
     return Move(torch.from_numpy(step[:n_atoms]), torch.from_numpy((strain + strain.T) / 2)[None]), forces[:n_atoms]
-
-
-def _springs_of(base: Base) -> SpringHessian:
-    assert base.springs is not None  # drawn before policies are asked
-    return base.springs
 
 
 class DirectMove:
