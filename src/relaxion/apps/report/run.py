@@ -88,13 +88,14 @@ class WatchedRun:
 
     @property
     def is_supervised(self) -> bool:
-        """Fitted to examples: no agent, no environment."""
-        return self.settings.get("task") == "stiffness"
+        """Fitted to examples or hops: no agent, no environment."""
+        return self.settings.get("task") in FITTED
 
     @property
     def learner(self) -> str:
         """`TD3`, or what is fitted."""
-        return "Stiffness model" if self.is_supervised else str(self.settings.get("agent", "agent")).upper()
+        agent = str(self.settings.get("agent", "agent")).upper()
+        return FITTED.get(str(self.settings.get("task")), agent)
 
     @property
     def seed(self) -> Any:
@@ -296,6 +297,7 @@ MOST_PLACES = 64  # to go back to; then every second goes
 BACKLOG = 4 << 20  # with more to read than this, lines are looked at here and there only
 FEW = 12  # lines of a chunk looked at then, of any kind
 MANY = 120  # and of those that hold the mark
+FITTED = {"stiffness": "Stiffness model", "search": "Critic of hops"}  # by task
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ NOTHING_YET = "no assessment yet; the first one is made before training begins"
 SPARK_POINTS = 50
 SHOWN_BY = {"share_non_finite": "outcome_non_finite"}  # numbers of rules that are not logged under their own name
 UNITS = ("_ev_per_angstrom", "_angstrom", "_transitions")  # shown behind the value instead
-AGENT_PREFIXES = ("train/", "rollout/", "fit/", "time/fps")
+AGENT_PREFIXES = ("train/", "rollout/", "fit/", "hops/", "time/fps")
 AGENT_WORDS = {  # instead of the short names that logs of agents have
     "n_updates": "updates", "q_mean": "mean Q", "target_mean": "mean target", "actor_loss": "policy loss",
     "ep_rew_mean": "return of an episode", "ep_len_mean": "steps of an episode", "fps": "steps per second",
@@ -136,6 +136,8 @@ def _lead(run: WatchedRun) -> str:
 
 
 def _task(run: WatchedRun) -> str:
+    if run.settings.get("task") == "search":
+        return f"Learned from hops of {run.settings.get('structures')}"
     if run.is_supervised:
         return f"Fitted to examples ({run.settings.get('kinds_of', run.settings.get('examples', 'live'))})"
     return str(run.settings.get("task", "a run"))
