@@ -129,7 +129,7 @@ def _lead(run: WatchedRun) -> str:
     settings = run.settings
     said = status(run)
     names = ("structures", "potential") if run.on_structures else ("task",)
-    words = [str(settings[name]) for name in names if name in settings] or [_task(run)]
+    words = [str(settings[name]) for name in names if name in settings and not run.is_supervised] or [_task(run)]
     tolerance = settings.get("force_tolerance_ev_per_angstrom")
     words += [f"to {tolerance:g} eV/Å"] if isinstance(tolerance, int | float) else []
     return f"{', '.join(words)}. {said[0].upper()}{said[1:]}."
