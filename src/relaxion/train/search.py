@@ -33,7 +33,7 @@ from ase.calculators.calculator import BaseCalculator
 from pydantic import Field
 from torch import Tensor
 
-from relaxion.errors import AssessmentStopped, SettingsError
+from relaxion.errors import AssessmentStopped, RunError, SettingsError
 from relaxion.files import Stored, digest, joined
 from relaxion.potentials.base import Potential
 from relaxion.search.choices import Draw, Hop, HopChooser, Mixture, PossibleHop, SearchSettings, Walker
@@ -197,6 +197,8 @@ class SearchTrainer(Snapshots):
         if potential is None:
             raise SettingsError(f"no calculator for {own.structures}; name one, such as emt")
         self.potential = first_at_hand(potential, potential_at_hand)
+        self.searches = SearchSettings(calls=WALK_CALLS, cell=own.cell)
+        self.relax = TrialRelaxer(self.potential, self.searches)
         seed = settings.training.seed
         self.critic = Critic(CriticSettings(), named_generator(seed, "agent"))
         self.used = copy.deepcopy(self.critic)
@@ -242,20 +244,19 @@ class SearchTrainer(Snapshots):
         """Hops of new walks, by a generator of this collection."""
         random = np.random.default_rng([self.settings.training.seed, 32, number])
         depths = cycle(DEPTHS)
-        own = self.settings.search
-        settings = SearchSettings(calls=WALK_CALLS, cell=own.cell)
         walks = []
-        for _ in range(own.walks):
+        for _ in range(self.settings.search.walks):
             temperature = float(np.exp(random.uniform(*np.log(TEMPERATURES_EV))))
             options = {"temperature_ev": temperature, "seed": int(random.integers(2**31))}
-            walks.append(Walk(self.make_start(random), replace(settings, **options), self._chooser(next(depths))))
+            walks.append(Walk(self.make_start(random), replace(self.searches, **options), self._chooser(next(depths))))
             walks[-1].is_plain = True  # each hop begins where the one before led, or where it began
         made: list[list[Hop]] = [[] for _ in walks]
-        relax = TrialRelaxer(self.potential, settings)
         while any(not walk.stopped for walk in walks):
-            for kept, new in zip(made, one_round(walks, relax), strict=True):
+            for kept, new in zip(made, one_round(walks, self.relax), strict=True):
                 kept.extend(new)
         self.force_calls += sum(walk.calls for walk in walks)
+        if not any(made):
+            raise RunError(f"no search made a hop within {WALK_CALLS} force calls: {walks[0].stopped}")
         hops = Hops.of([kept for kept in made if kept])
         if self.hops is not None:
             self.newest = {f"hops/{name}": value for name, value in quality(self.used, hops).items()}
@@ -281,16 +282,15 @@ class SearchTrainer(Snapshots):
         n_starts = self.settings.training.assessment_starts
         made = systems(own.structures, "tuning", cell=own.cell) if own.structures in FAMILIES else {}
         makers = list(islice(cycle(made.values() or [self.make_start]), n_starts))
-        settings = SearchSettings(calls=ASSESSED_CALLS, cell=own.cell)
+        settings = replace(self.searches, calls=ASSESSED_CALLS)
         walks = []
         for number, make in enumerate(makers):
             start = make(np.random.default_rng([STARTS_SEED, number]))
             walks.append(Walk(start, replace(settings, seed=number), CriticChoice(self.used, learn=False)))
-        relax = TrialRelaxer(self.potential, settings)
         while any(not walk.stopped for walk in walks):
             if stop():
                 raise AssessmentStopped
-            one_round(walks, relax)
+            one_round(walks, self.relax)
         fallen = [walk.history[0].best_ev - walk.best_ev if walk.history else 0.0 for walk in walks]
         lengths = torch.tensor([walk.calls for walk in walks])
         return AssessedReturns(torch.tensor(fallen, dtype=torch.float64), lengths)
@@ -367,6 +367,8 @@ class SearchTrainer(Snapshots):
 
 def _drawn_from(path: Path) -> MakeStart:
     """Starts are structures of the file, by chance."""
+    if not path.exists():
+        raise SettingsError(f"structures is {', '.join(FAMILIES)} or a file, and there is no file {path}")
     structures = read(path, ":")
     return lambda random: structures[int(random.integers(len(structures)))].copy()
 

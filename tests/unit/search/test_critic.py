@@ -12,7 +12,7 @@ import torch
 from ase import Atoms
 
 from relaxion.batch import relax_batch
-from relaxion.errors import PolicyError
+from relaxion.errors import PolicyError, RelaxionError
 from relaxion.files import Stored, digest
 from relaxion.search import search
 from relaxion.search.choices import SearchSettings
@@ -21,6 +21,7 @@ from relaxion.search.critic_choice import CriticChoice, quality, targets
 from relaxion.search.moves import MOVES, alike
 from relaxion.search.run import TrialRelaxer, one_round, shipped_critic
 from relaxion.search.walk import Walk
+from relaxion.train import search as learning
 from relaxion.train.recipes import find
 from relaxion.train.runs.loop import make_trainer, train
 from relaxion.train.search import COLLAPSING, TRAINED, UNSEEN, SearchTrainer, training_cluster
@@ -107,13 +108,14 @@ def test_hops_are_kept_in_files(hops: Hops) -> None:
     assert both.structure(len(hops) + 3, trial=True) == hops.structure(3, trial=True)
 
 
-def test_a_critic_learns_by_its_command_resumes_exactly_and_chooses_hops(cluster: Atoms, tmp_path: Path) -> None:
+def test_a_critic_learns_by_its_command_resumes_exactly_and_chooses_hops(
+    cluster: Atoms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "COLLECTIONS", 2)  # twelve, with 400 calls in each search
+    monkeypatch.setattr(learning, "WALK_CALLS", 200)
     untrained = make_trainer(small())
     assert isinstance(untrained, SearchTrainer)
     straight = train(small(steps=24), tmp_path / "straight")
-    train(small(steps=12), tmp_path / "resumed")
-    # the rate falls over all steps, so that a run of more steps is another one until it ends
-    assert train(small(steps=24), tmp_path / "again").weights_sha256 == straight.weights_sha256
     trainer = make_trainer(small(steps=24))
     half = make_trainer(small(steps=24))
     assert isinstance(trainer, SearchTrainer)
@@ -129,7 +131,23 @@ def test_a_critic_learns_by_its_command_resumes_exactly_and_chooses_hops(cluster
     assert quality(learned, trainer.hops)["spearman"] > quality(untrained.used, trainer.hops)["spearman"]
     result = search(cluster, "emt", calls=60, choice=str(tmp_path / "straight"), learn=False)
     assert result.choice == "critic critic"
-    assert {"several"} <= {step.kind for step in result.history}
+    assert result.force_calls == 60
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"structures": "metal"}, "metals, al-fe or a file"),
+        ({"structures": "nowhere.xyz", "calculator": "emt"}, "no file nowhere.xyz"),
+        ({"calculator": "nosuch"}, "unknown potential 'nosuch'"),
+    ],
+)
+def test_a_wrong_training_of_critics_is_refused_before_anything_is_written(
+    wrong: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RelaxionError, match=said):
+        train(small(**wrong), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_planned_hops_join_moves_and_never_lead_back(critic: Critic, cluster: Atoms) -> None:
