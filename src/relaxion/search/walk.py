@@ -223,7 +223,7 @@ class Walk:
         if chosen is None:
             chosen = self.chooser.choose(hopping, self.draw)
         chosen = [
-            self._anew(walker) if walker.idle_hops >= RESTART_HOPS and not self.is_plain else hop
+            (self._anew(walker) or hop) if walker.idle_hops >= RESTART_HOPS and not self.is_plain else hop
             for walker, hop in zip(hopping, chosen, strict=True)
         ]
         chosen = [self._through_known(walker, hop) for walker, hop in zip(hopping, chosen, strict=True)]
