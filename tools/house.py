@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
     "files": (150, 150),
-    "lines": (40019, 28500),
+    "lines": (40016, 28500),
     "files of a relaxation step": (15, 15),
     "files of a TD3 update on atoms": (14, 15),
     "files of a TD3 update on Pendulum": (4, 6),

@@ -21,7 +21,7 @@ from ase.optimize.basin import BasinHopping
 from ase.optimize.minimahopping import MinimaHopping
 
 from relaxion.files import write_json
-from relaxion.train.search import systems
+from relaxion.train.tasks.search import systems
 
 
 class Spent(Exception):

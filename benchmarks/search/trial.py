@@ -33,7 +33,7 @@ from relaxion.search.moves import Distances
 from relaxion.search.run import ModelChoice, TrialRelaxer, one_round, shipped_critic
 from relaxion.search.walk import Walk
 from relaxion.train.data.starts import first_at_hand, potential_at_hand
-from relaxion.train.search import FAMILIES, MakeStart, systems
+from relaxion.train.tasks.search import FAMILIES, MakeStart, systems
 
 TUNED = {  # shares of the best fixed mixture that was found on training systems
     "metals": {"swap": 0.6, "relocate": 0.25, "twist": 0.15},

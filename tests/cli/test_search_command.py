@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from relaxion.apps.cli.command import app
-from relaxion.train.search import alloy_cluster
+from relaxion.train.tasks.search import alloy_cluster
 
 
 @pytest.fixture

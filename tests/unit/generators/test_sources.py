@@ -107,7 +107,7 @@ def test_rules_that_cannot_be(rule: str) -> None:
 
 
 def test_the_same_atoms_are_strewn_anew_into_the_same_cell_and_unseen_crystals_stay_out() -> None:
-    from relaxion.train.search import CRYSTALS, UNSEEN_CRYSTALS, systems, training_crystal
+    from relaxion.train.tasks.search import CRYSTALS, UNSEEN_CRYSTALS, systems, training_crystal
 
     random = np.random.default_rng(0)
     make = next(iter(systems("al-fe", "unseen").values()))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ase import Atoms
 
-from relaxion.train.search import alloy_cluster
+from relaxion.train.tasks.search import alloy_cluster
 
 
 @pytest.fixture

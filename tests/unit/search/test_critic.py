@@ -21,10 +21,10 @@ from relaxion.search.critic_choice import CriticChoice, quality, targets
 from relaxion.search.moves import MOVES, alike
 from relaxion.search.run import TrialRelaxer, one_round, shipped_critic
 from relaxion.search.walk import Walk
-from relaxion.train import search as learning
 from relaxion.train.recipes import find
 from relaxion.train.runs.loop import make_trainer, train
-from relaxion.train.search import COLLAPSING, TRAINED, UNSEEN, SearchTrainer, training_cluster
+from relaxion.train.tasks import search as learning
+from relaxion.train.tasks.search import COLLAPSING, TRAINED, UNSEEN, SearchTrainer, training_cluster
 from relaxion.train.tasks.settings import RunSettings, settings_from_recipe
 
 

@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import check_env
 
 from relaxion.errors import SettingsError
 from relaxion.search.choices import SearchSettings
-from relaxion.train.search import HopEnvironment, alloy_cluster
+from relaxion.train.tasks.search import HopEnvironment, alloy_cluster
 
 
 def start(random: np.random.Generator) -> Atoms:

@@ -252,7 +252,7 @@ def read_settings(values: Mapping[str, Any]) -> RunSettings:
 
             return StiffnessRunSettings.read(values)
         case "search":
-            from relaxion.train.search import SearchRunSettings
+            from relaxion.train.tasks.search import SearchRunSettings
 
             return SearchRunSettings.read(values)
         case _:  # an id of Gymnasium, or a mistake that its settings describe

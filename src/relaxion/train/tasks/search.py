@@ -39,15 +39,13 @@ from relaxion.potentials.base import Potential
 from relaxion.search.choices import Draw, Hop, HopChooser, Mixture, PossibleHop, SearchSettings, Walker
 from relaxion.search.critic import Critic, CriticSettings, Hops, batch_of_hops, save_critic
 from relaxion.search.critic_choice import CriticChoice, loss_of, quality, targets
-from relaxion.search.run import TrialRelaxer, one_round
+from relaxion.search.run import OF_RUN, TrialRelaxer, one_round
 from relaxion.search.walk import Walk
 from relaxion.settings import Settings
 from relaxion.train.agents.shared import Snapshots, adam, descend, soft_update
 from relaxion.train.data.alloys import ball, packed, repacked, summed_volume
 from relaxion.train.data.dataset import read
 from relaxion.train.data.starts import first_at_hand, potential_at_hand
-from relaxion.train.runs.packaging import training_command
-from relaxion.train.runs.run_folder import RunFolder
 from relaxion.train.tasks.control import STARTS_SEED, AssessedReturns
 from relaxion.train.tasks.progress import Result, ScalarMeans, checked_finite, named_generator, taken_back
 from relaxion.train.tasks.settings import LoopSettings, RunSettings
@@ -299,7 +297,7 @@ class SearchTrainer(Snapshots):
         """The critic as a file besides, which chooses hops in `relaxion search`."""
         training = self.settings.training
         if self.folder is not None:
-            save_critic(self.used, RunFolder(self.folder).critic, self.card(wall_time_seconds))
+            save_critic(self.used, self.folder / OF_RUN, self.card(wall_time_seconds))
         return Result(
             agent="critic of hops",
             task=self.settings.search.structures,
@@ -315,9 +313,8 @@ class SearchTrainer(Snapshots):
     def card(self, wall_time_seconds: float) -> dict[str, Any]:
         """What the file of the critic says of itself."""
         assert self.hops is not None
-        assert self.folder is not None
         return {
-            "training_command": training_command(self.settings, RunFolder(self.folder)),
+            "settings": self.settings.flat(),
             "elements": sorted(set(self.hops.numbers.tolist())),
             "periodic": bool(self.hops.periodic.any()),
             "cell": self.settings.search.cell,
